@@ -276,9 +276,20 @@ def metrics(rows, logprobs, c):
             return clip(ratio, token, c) != ratio and token.advantage != 0
         return clipped_objective(ratio, token, c) != ratio * token.advantage
 
+    def is_dual(token):
+        """Whether an upper bound of this token is that of dual clip."""
+        return c.objective != "cispo" and token.advantage < 0
+
     every_ratio = [ratio for _, _, ratio in tokens]
     return {
         "clip_fraction": mean(is_clipped(ratio, token) for token, _, ratio in tokens),
+        "clip_fraction_low": mean(is_clipped(ratio, token) and ratio < 1 for token, _, ratio in tokens),
+        "clip_fraction_high": mean(is_clipped(ratio, token) and ratio > 1 and not is_dual(token) for token, _, ratio in tokens),
+        "dual_clip_fraction": mean(is_clipped(ratio, token) and ratio > 1 and is_dual(token) for token, _, ratio in tokens),
+        "logprob": mean(logprob for _, logprob, _ in tokens),
+        "old_logprob": mean(token.old for token, _, _ in tokens),
+        "ref_logprob": mean(token.ref for token, _, _ in tokens),
+        "sampler_logprob": mean(token.sampler for token, _, _ in tokens),
         "ratio_mean": mean(every_ratio),
         "ratio_min": min(every_ratio, default=nan),
         "ratio_max": max(every_ratio, default=nan),

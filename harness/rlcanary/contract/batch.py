@@ -218,10 +218,12 @@ class LossOutput:
 
     Attributes:
         loss: scalar tensor to be minimised.
-        metrics: logged values under the names `kl`, `entropy`, `clip_fraction`, `ratio_mean`, `ratio_min`, `ratio_max`,
-            `mult_prob_error`, `policy_loss` (the loss without its KL and entropy terms), `approx_kl` (of the old policy to
-            this one, over trained tokens, without clamps), and `value_clip_fraction` for a critic's; further names are
-            free and not compared.
+        metrics: logged values under the names `kl`, `entropy`, `clip_fraction` and its parts `clip_fraction_low`,
+            `clip_fraction_high` and `dual_clip_fraction`, `ratio_mean`, `ratio_min`, `ratio_max`, `mult_prob_error`,
+            `policy_loss` (the loss without its KL and entropy terms), `approx_kl` (of the old policy to this one, without
+            clamps), and the mean logprobs `logprob`, `old_logprob`, `ref_logprob` and `sampler_logprob`, all over trained
+            tokens, and `value_clip_fraction` for a critic's. Further names are free: they may not depend on padding and
+            the order of rows, and are compared with nothing else.
     """
 
     loss: Tensor

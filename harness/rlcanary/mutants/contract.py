@@ -53,16 +53,13 @@ NAMES = {
     **{record.__name__: record for record in RECORDS},
     **{"Environment": Environment, "OtherBatch": OtherBatch, "Tensor": Tensor, "Path": Path},
 }
+MEANS = (
+    *("kl", "entropy", "ratio_mean", "policy_loss", "approx_kl", "logprob", "old_logprob"),
+    *("clip_fraction", "clip_fraction_low", "clip_fraction_high"),
+)
 LOSS_METRICS = (
-    "kl",
-    "entropy",
-    "clip_fraction",
-    "ratio_mean",
-    "ratio_min",
-    "ratio_max",
-    "mult_prob_error",
-    "policy_loss",
-    "approx_kl",
+    *(*MEANS, "dual_clip_fraction", "ratio_min", "ratio_max"),
+    *("ref_logprob", "sampler_logprob", "mult_prob_error"),
 )
 METRICS: dict[str, tuple[str, ...]] = {
     "train_step": (*LOSS_METRICS, "loss", "lr", "grad_norm", "reward", "tokens"),
@@ -70,7 +67,7 @@ METRICS: dict[str, tuple[str, ...]] = {
     "sharded_update": (*LOSS_METRICS, "lr", "grad_norm", "reward", "tokens"),
     "evaluate": ("reward",),
     # Of the extremes a trainer logs the mean or the extreme of all updates.
-    "rl_step": ("kl", "entropy", "clip_fraction", "ratio_mean", "policy_loss", "approx_kl", "loss", "grad_norm"),
+    "rl_step": (*MEANS, "loss", "grad_norm"),
     "rollout_metrics": (
         *("reward", "reward_std", "reward_min", "reward_max", "reward/math", "length", "length_min", "length_max"),
         *("length_right", "stopped", "truncated", "aborted", "no_signal", "all_right", "none_right"),

@@ -62,6 +62,18 @@ class LoggedKlClamped(Bug):
         return LossOutput(output.loss, {**output.metrics, "approx_kl": logged})
 
 
+class LoggedLogprobsOfTools(Bug):
+    id = "slime.logged-logprobs-of-tools"
+    source = "slime d6761469f, #65, survey L32"
+    effect = "the logged logprobs are means over the tokens of tools too, which are not trained"
+
+    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+        output = super().policy_loss(batch)
+        up_to_last_BT = batch.mask.long().flip(1).cummax(dim=1).values.flip(1).bool()
+        logged = float(batch.logprobs.detach()[up_to_last_BT].mean())
+        return LossOutput(output.loss, {**output.metrics, "logprob": logged})
+
+
 class OldLogprobsNotReindexed(Bug):
     id = "trl.old-logprobs-not-reindexed"
     source = "TRL 941fb332c, #4454, survey T23"

@@ -60,7 +60,13 @@ def policy_loss(batch: PolicyBatch, conventions: Conventions, whole: PolicyBatch
     else:
         bounds = _clip_bounds(old_logprobs_BT, conventions)
         loss_BT, is_clipped_BT = _surrogate(logprobs_BT, log_ratio_BT, advantages_BT, mask_BT, bounds, conventions)
+        is_low_BT = is_clipped_BT & (log_ratio_BT.detach() < bounds[0])
+        # Where A < 0, only dual clip has a bound above.
+        is_dual_BT = is_clipped_BT & ~is_low_BT & (advantages_BT < 0) & (conventions.objective != "cispo")
         metrics["clip_fraction"] = _masked_mean(is_clipped_BT, mask_BT)
+        metrics["clip_fraction_low"] = _masked_mean(is_low_BT, mask_BT)
+        metrics["clip_fraction_high"] = _masked_mean(is_clipped_BT & ~is_low_BT & ~is_dual_BT, mask_BT)
+        metrics["dual_clip_fraction"] = _masked_mean(is_dual_BT, mask_BT)
     if conventions.off_policy_mask is not None:
         gap_BT = _off_policy_gap(batch, logprobs_BT, mask_BT, conventions)
         loss_BT = loss_BT.masked_fill((advantages_BT < 0) & (gap_BT > conventions.off_policy_mask), 0)
@@ -70,6 +76,8 @@ def policy_loss(batch: PolicyBatch, conventions: Conventions, whole: PolicyBatch
         sampler_logprobs_BT = required(batch.sampler_logprobs, "sampler_logprobs", "importance_level")
         loss_BT = loss_BT * importance_weights(old_logprobs_BT, sampler_logprobs_BT, mask_BT, conventions)
 
+    metrics["logprob"] = _masked_mean(logprobs_BT, mask_BT)
+    metrics["old_logprob"] = _masked_mean(old_logprobs_BT, mask_BT)
     metrics["ratio_mean"] = _masked_mean(ratio_BT, mask_BT)
     metrics["ratio_min"] = float(ratio_BT.detach()[mask_BT].min()) if mask_BT.any() else torch.nan
     metrics["ratio_max"] = float(ratio_BT.detach()[mask_BT].max()) if mask_BT.any() else torch.nan
@@ -85,11 +93,13 @@ def policy_loss(batch: PolicyBatch, conventions: Conventions, whole: PolicyBatch
             _log_ratio(logprobs_BT, old_logprobs_BT, mask_BT, own) if conventions.kl_ratio_weighted else None
         )
         kl_BT = kl(logprobs_BT, ref_logprobs_BT, conventions, log_weights_BT)
+        metrics["ref_logprob"] = _masked_mean(ref_logprobs_BT, mask_BT)
         metrics["kl"] = _masked_mean(kl_BT, mask_BT)
         if kl_is_in_loss:
             loss = loss + conventions.kl_coef * _term(kl_BT, batch, conventions, conventions.kl_aggregation)
     if batch.sampler_logprobs is not None:
         sampler_logprobs_BT = masked(batch.sampler_logprobs, mask_BT, "sampler_logprobs", allow_nan=True)
+        metrics["sampler_logprob"] = _masked_mean(sampler_logprobs_BT, mask_BT)
         metrics["mult_prob_error"] = _masked_mean((old_logprobs_BT - sampler_logprobs_BT).abs().exp(), mask_BT)
     if batch.entropy is not None or conventions.entropy_coef != 0:
         entropy_BT = required(batch.entropy, "entropy", "entropy_coef")

@@ -26,6 +26,8 @@ METRICS = {
     "kl": "kl",
     "entropy": "entropy",
     "clip_ratio/region_mean": "clip_fraction",
+    "clip_ratio/low_mean": "clip_fraction_low",
+    "clip_ratio/high_mean": "clip_fraction_high",
 }
 
 

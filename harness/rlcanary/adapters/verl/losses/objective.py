@@ -244,6 +244,7 @@ class Objective(Configured):
         """Rename metrics to ours; those aggregated like the loss are means over tokens under one aggregation only."""
         metrics = {"policy_loss": logged["actor/pg_loss"]}
         if self._actor_config.policy_loss.loss_mode in LOSS_MODES:  # a loss of the user's logs what it likes
+            metrics["dual_clip_fraction"] = logged["actor/pg_clipfrac_lower"]
             metrics["clip_fraction"] = logged["actor/pg_clipfrac"] + logged["actor/pg_clipfrac_lower"]
             metrics["approx_kl"] = logged["actor/ppo_kl"]
         if self.conventions.aggregation == "token_mean":

@@ -20,8 +20,9 @@ from rlcanary.contract.conventions import Conventions
 
 # Metrics whose meaning the contract fixes; others, such as a number of pieces, may depend on the pieces.
 NAMES = (
-    *("kl", "entropy", "clip_fraction", "ratio_mean", "ratio_min", "ratio_max"),
-    *("mult_prob_error", "policy_loss", "approx_kl"),
+    *("kl", "entropy", "ratio_mean", "ratio_min", "ratio_max", "mult_prob_error", "policy_loss", "approx_kl"),
+    *("clip_fraction", "clip_fraction_low", "clip_fraction_high", "dual_clip_fraction"),
+    *("logprob", "old_logprob", "ref_logprob", "sampler_logprob"),
 )
 
 Split = Callable[[PolicyBatch, int], LossOutput]

@@ -67,6 +67,7 @@ def on_policy_identities(adapter: Adapter, model: Any) -> None:
     state = state_of(adapter, copied(model), model)
     batch = sampled(state.model, adapter.conventions, PAIR)
     expected = dict.fromkeys(("ratio_mean", "ratio_min", "ratio_max", "mult_prob_error"), 1.0)
+    expected |= dict.fromkeys(("clip_fraction_low", "clip_fraction_high", "dual_clip_fraction"), 0.0)
     expected |= {"clip_fraction": 0.0, "kl": 0.0, "approx_kl": 0.0}
     _assert_logged(adapter, state, batch, expected, "on policy, with a reference that equals the policy")
 
@@ -151,7 +152,8 @@ def move(adapter: Adapter, near: PolicyBatch, far: PolicyBatch) -> None:
     clamp = adapter.conventions.log_ratio_clamp
     # A tight clamp holds the ratios of both batches.
     ratios = () if clamp is not None and clamp < 1 else ("ratio_mean", "ratio_min", "ratio_max")
-    for name in ("kl", "entropy", *ratios, "mult_prob_error", "approx_kl"):
+    logprobs = ("old_logprob", "ref_logprob", "sampler_logprob")  # the policy's are those of both batches
+    for name in ("kl", "entropy", *ratios, *logprobs, "mult_prob_error", "approx_kl"):
         if name in before and name in after:
             first, second = float(before[name]), float(after[name])
             told = f"the metric {name} is {first:.6g} for both of two batches that are far apart"
