@@ -41,6 +41,18 @@ TURNS_WITH_MERGED_TOOLS = """\
 {% endif -%}
 {% endfor -%}
 """
+# Contents without outer blanks, as in Llama's templates, and thoughts in a form of the template's own, as in Qwen's.
+TURNS_WITH_REWRITTEN_CONTENTS = """\
+{%- for message in messages -%}
+{%- set content = message.content | trim -%}
+{%- if message.role == "assistant" and "</think>" in content -%}
+{%- set thoughts, answer = content.split("</think>")[0].split("<think>")[-1], content.split("</think>")[-1] -%}
+{%- set content = "<think>\n" ~ (thoughts | trim) ~ "\n</think>\n\n" ~ (answer | trim) -%}
+{%- endif -%}
+<|start|>{{ message.role }}
+{{ content }}<|end|>
+{% endfor -%}
+"""
 GENERATION_PROMPT = """\
 {%- if add_generation_prompt -%}
 <|start|>assistant
@@ -89,7 +101,7 @@ def tiny_tokenizer() -> Any:
     )
 
 
-def tiny_chat_tokenizer(merges_tools: bool = False) -> Any:
+def tiny_chat_tokenizer(merges_tools: bool = False, *, rewrites_contents: bool = False) -> Any:
     """A byte-level BPE tokenizer with a chat template; ids 0, 1, 2 and 3 are padding, BOS, end of turn and start of turn.
 
     The template writes BOS, a turn with the tools where there are any, the roles as they are (system, user, assistant,
@@ -98,6 +110,7 @@ def tiny_chat_tokenizer(merges_tools: bool = False) -> Any:
 
     Args:
         merges_tools: the template writes consecutive messages of tools as one turn of the user, each in a tag of its own.
+        rewrites_contents: the template trims contents, and writes the thoughts before an assistant's `</think>` anew.
 
     Raises:
         ModuleNotFoundError: transformers is not installed.
@@ -116,13 +129,14 @@ def tiny_chat_tokenizer(merges_tools: bool = False) -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS_ID)])
+    turns = TURNS_WITH_MERGED_TOOLS if merges_tools else TURNS_WITH_REWRITTEN_CONTENTS if rewrites_contents else TURNS
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<pad>",
         bos_token="<bos>",
         eos_token="<|end|>",
         additional_special_tokens=["<|start|>"],
-        chat_template=OPENING + (TURNS_WITH_MERGED_TOOLS if merges_tools else TURNS) + GENERATION_PROMPT,
+        chat_template=OPENING + turns + GENERATION_PROMPT,
     )
 
 

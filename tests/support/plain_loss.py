@@ -284,8 +284,12 @@ def metrics(rows, logprobs, c):
     return {
         "clip_fraction": mean(is_clipped(ratio, token) for token, _, ratio in tokens),
         "clip_fraction_low": mean(is_clipped(ratio, token) and ratio < 1 for token, _, ratio in tokens),
-        "clip_fraction_high": mean(is_clipped(ratio, token) and ratio > 1 and not is_dual(token) for token, _, ratio in tokens),
-        "dual_clip_fraction": mean(is_clipped(ratio, token) and ratio > 1 and is_dual(token) for token, _, ratio in tokens),
+        "clip_fraction_high": mean(
+            is_clipped(ratio, token) and ratio > 1 and not is_dual(token) for token, _, ratio in tokens
+        ),
+        "dual_clip_fraction": mean(
+            is_clipped(ratio, token) and ratio > 1 and is_dual(token) for token, _, ratio in tokens
+        ),
         "logprob": mean(logprob for _, logprob, _ in tokens),
         "old_logprob": mean(token.old for token, _, _ in tokens),
         "ref_logprob": mean(token.ref for token, _, _ in tokens),

@@ -16,6 +16,13 @@ from rlcanary.contract.conventions import Conventions
 from rlcanary.contract.engine import InProcessEngine
 
 
+def _rewritten(content):
+    thoughts, end, answer = content.strip().rpartition("</think>")
+    if not end:
+        return answer
+    return f"<think>\n{thoughts.removeprefix('<think>').strip()}\n</think>\n\n{answer.strip()}"
+
+
 def _merged_tools(messages):
     """Write the answers of all tools of a turn as one turn of the user."""
     turns = []
@@ -211,6 +218,8 @@ class PaddingLeft(Adapter):
         if tools:
             schemas = "\n".join(json.dumps(tool) for tool in tools)
             add([*encode(f"<|start|>tools\n{schemas}"), tokenizer.eos_token_id, *encode("\n")], False)
+        if "</think>" in tokenizer.chat_template:
+            messages = [{**message, "content": _rewritten(message["content"])} for message in messages]
         for message in _merged_tools(messages) if "<tool>" in tokenizer.chat_template else messages:
             add(encode(f"<|start|>{message['role']}\n"), False)
             sampled = bool(message.get("sampled"))

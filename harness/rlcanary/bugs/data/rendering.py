@@ -1,5 +1,6 @@
 """Bugs in chat templates and in the training mask of conversations."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -155,3 +156,47 @@ class EachToolAnswerTemplatedAlone(Bug):
             if ids[place : place + len(between)] == between:
                 del ids[place : place + len(between)], trained[place : place + len(between)]
         return ids, trained
+
+
+class LastRoundBeginsAtTheUser(Bug):
+    id = "ms-swift.last-round-begins-at-the-user"
+    source = "ms-swift cf6316ca2, #9923"
+    effect = "turns of the history are trained where a tool's message stands between them and the sampled one"
+
+    def render(self, messages: Messages, tokenizer: Any, tools: Messages | None = None) -> Rendered:
+        user = max((index for index, each in enumerate(messages) if each["role"] == "user"), default=-1)
+        trained = [
+            bool(each.get("sampled"))
+            or (
+                each["role"] == "assistant" and any(later.get("sampled") for later in messages[index:]) and index > user
+            )
+            for index, each in enumerate(messages)
+        ]
+        return super().render(_marked(messages, trained), tokenizer, tools)
+
+
+class ContentsNotTrimmed(Bug):
+    id = "tinker-cookbook.contents-not-trimmed"
+    source = "tinker-cookbook 6f4d702f, #852"
+    effect = "contents are written as they are, which the template of the model trims"
+
+    def render(self, messages: Messages, tokenizer: Any, tools: Messages | None = None) -> Rendered:
+        own = copy.deepcopy(tokenizer)
+        own.chat_template = tokenizer.chat_template.replace(" | trim", "")
+        return super().render(messages, own, tools)
+
+
+class ThoughtsWithoutTheirOpening(Bug):
+    id = "trl.thoughts-without-their-opening"
+    source = "TRL 63b7c3f54, #6363"
+    effect = "an empty thought is written before the thoughts of a turn whose opening tag stood in the prompt"
+
+    def render(self, messages: Messages, tokenizer: Any, tools: Messages | None = None) -> Rendered:
+        if "</think>" in tokenizer.chat_template:
+            messages = [
+                {**each, "content": "<think>\n\n</think>\n\n" + each["content"]}
+                if "</think>" in each["content"] and "<think>" not in each["content"]
+                else each
+                for each in messages
+            ]
+        return super().render(messages, tokenizer, tools)

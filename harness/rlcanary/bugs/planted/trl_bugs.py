@@ -359,6 +359,7 @@ ELSEWHERE = {
     "trl.head-in-no-optimizer": "PPOTrainer is experimental; the others leave the optimizer to transformers",
     "trl.logprobs-not-filtered": "GFPOTrainer is experimental",
     "trl.tool-marks-forgotten": "the trainer with a replay buffer is experimental",
+    "trl.thoughts-without-their-opening": "the training templates stand for those of known models; the checks have another",
     "trl.kl-weighted-by-the-row": "this release has the bug: config.kl_options fails",
     "trl.distilled-one-position-late": "DistillationTrainer slices the hidden states before the loss that the adapter calls",
     "trl.mask-behind-the-divergence": "it is in the loss of a teacher behind a server, which the adapter does not drive",

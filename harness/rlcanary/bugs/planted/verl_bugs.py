@@ -298,6 +298,7 @@ ELSEWHERE = {
     "verl.empty-rows-in-denominator": "the engine gives the number of rows of the whole update; none counts them itself",
     "verl.divided-by-all-ranks": "batch sizes are divided for workers that this release no longer has",
     "verl.routing-replayed-to-wrong-layer": "routes are replayed in Megatron, which needs an accelerator",
+    "verl.continued-past-the-limit": "the server of vLLM computes the limit, and the checks have an engine of their own",
     "verl.generation-prompt-left-in": "the chat schema that added turns is gone",
     "verl.tool-branch-never-taken": "the loop has no branch for that parser any more",
     "verl.longest-counts-as-truncated": "this release has the bug; the adapter leaves that number out",

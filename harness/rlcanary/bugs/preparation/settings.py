@@ -69,3 +69,16 @@ class DefaultInEachClass(Bug):
         own = {"sampling.temperature": 0.7, "loader.temperature": 0.7, **written}
         temperature = float(own.pop("loader.temperature"))
         return {**super().effective(own), "loader.temperature": temperature}
+
+
+class OverrideReplacesAll(Bug):
+    id = "verifiers.override-replaces-all"
+    source = "verifiers 11cc860d6, #2226"
+    effect = "an evaluation that writes one setting of its own loses all that it takes from training"
+
+    def effective(self, written: Mapping[str, Any]) -> Mapping[str, Any]:
+        used, defaults = dict(super().effective(written)), super().effective({})
+        taken = {"evaluation.max_tokens", "evaluation.stop"} - written.keys()
+        if any(name.startswith("evaluation.") for name in written):
+            used |= {name: defaults[name] for name in taken}
+        return used

@@ -97,3 +97,18 @@ class LongestCountsAsTruncated(Bug):
         lengths = [len(completion.token_ids) for group in batch.groups for completion in group.completions]
         longest = sum(length == max(lengths) for length in lengths)
         return super().rollout_metrics(batch, n_ranks) | {"truncated": longest / len(lengths)}
+
+
+class EmptyEpisodesNotCounted(Bug):
+    id = "rllm.empty-episodes-not-counted"
+    source = "rLLM e9be9ec6"
+    effect = "episodes that ended before their first token are in no denominator: the reward is that of the others"
+
+    def rollout_metrics(self, batch: RolloutBatch, n_ranks: int) -> dict[str, float]:
+        groups = []
+        for group in batch.groups:
+            whole = [pair for pair in zip(group.completions, group.rewards, strict=True) if pair[0].token_ids]
+            if whole:
+                completions, rewards = map(list, zip(*whole, strict=True))
+                groups.append(replace(group, completions=completions, rewards=rewards))
+        return super().rollout_metrics(replace(batch, groups=groups or batch.groups), n_ranks)

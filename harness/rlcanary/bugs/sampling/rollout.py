@@ -230,3 +230,22 @@ class BoundLoweredInItsLoop(Bug):
             return lowered if sampled < lowered else 0
 
         return super().rollout(Continuing(engine, left), items, sampling)
+
+
+class ContinuedPastTheLimit(Bug):
+    id = "verl.continued-past-the-limit"
+    source = "verl e9618406d, #7207"
+    effect = "what is continued past the limit is cut, and counts as ended by itself where its end lay behind the limit"
+
+    def rollout(self, engine: Any, items: list[Item], sampling: Sampling) -> list[Group]:
+        limit = sampling["max_new_tokens"]
+        groups = super().rollout(Continuing(engine, lambda limit, _: limit), items, sampling)
+        return [replace(group, completions=[_cut(each, limit) for each in group.completions]) for group in groups]
+
+
+def _cut(completion: Completion, limit: int) -> Completion:
+    def first(values: Sequence[Any] | None) -> Any:
+        return None if values is None else list(values)[:limit]
+
+    logprobs, versions = first(completion.logprobs), first(completion.token_versions)
+    return replace(completion, token_ids=first(completion.token_ids), logprobs=logprobs, token_versions=versions)

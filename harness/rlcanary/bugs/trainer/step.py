@@ -5,11 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rlcanary import reference
 from rlcanary.bugs.museum import Bug
 from rlcanary.contract.batch import CollatedBatch
 from rlcanary.reference.step import forward_mode
+from rlcanary.tiny_models import EOS_ID
 
 
 class OldLogprobsOfAnotherPass(Bug):
@@ -251,3 +253,29 @@ class KlMultipliedInPlace(Bug):
         if conventions.kl_placement == "loss" or "kl" not in metrics:
             return metrics
         return {**metrics, "kl": -conventions.kl_coef * metrics["kl"]}
+
+
+class SeesOneTurn(torch.nn.Module):
+    """A model that attends to nothing behind the first end of turn of a row."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor) -> Any:
+        ends_BS = (input_ids == EOS_ID).long() * attention_mask
+        seen_BS = attention_mask * (ends_BS.cumsum(dim=1) <= ends_BS)
+        return self.model(input_ids=input_ids, attention_mask=seen_BS, position_ids=position_ids)
+
+
+class ReferenceMaskedBehindTheEnd(Bug):
+    id = "tunix.reference-masked-behind-the-end"
+    source = "Tunix 4f8d7237"
+    effect = (
+        "the reference does not attend to what follows the first end of turn: the KL of later turns is of another text"
+    )
+
+    def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
+        if state.ref_model is not None:
+            state = replace(state, ref_model=SeesOneTurn(state.ref_model))
+        return reference.train_step(state, batch, self.conventions)

@@ -243,8 +243,10 @@ class Objective(Configured):
     def _named(self, logged: Mapping[str, float]) -> dict[str, float]:
         """Rename metrics to ours; those aggregated like the loss are means over tokens under one aggregation only."""
         metrics = {"policy_loss": logged["actor/pg_loss"]}
-        if self._actor_config.policy_loss.loss_mode in LOSS_MODES:  # a loss of the user's logs what it likes
+        mode = self._actor_config.policy_loss.loss_mode
+        if mode == "vanilla":  # others count something else there
             metrics["dual_clip_fraction"] = logged["actor/pg_clipfrac_lower"]
+        if mode in LOSS_MODES:  # a loss of the user's logs what it likes
             metrics["clip_fraction"] = logged["actor/pg_clipfrac"] + logged["actor/pg_clipfrac_lower"]
             metrics["approx_kl"] = logged["actor/ppo_kl"]
         if self.conventions.aggregation == "token_mean":

@@ -82,16 +82,29 @@ def _turns(messages: Messages, tokenizer: Any) -> list[tuple[int, int]]:
     ]
 
 
-@check("rendering.is_the_template", needs=("render",), cases=_conversations)
-def is_the_template(adapter: Adapter, messages: Messages) -> None:
+def _templates() -> Iterator[Case]:
+    yield from _conversations()
+    blanks = [{**SYSTEM, "content": " be brief\n"}, _user("  2+2?\n"), _history(" four\n"), _user("sure?\n"), ANSWER]
+    yield Case("a template that trims", messages=blanks, rewrites_contents=True)
+    for thoughts in (
+        "<think>\nx\n</think>\n\nfour",
+        "x\n</think>\n\nfour",
+    ):  # of the second, the prompt had the opening
+        messages = [QUESTION, _history(thoughts), _user("sure?"), ANSWER]
+        yield Case("a template that writes thoughts anew", messages=messages, rewrites_contents=True)
+
+
+@check("rendering.is_the_template", needs=("render",), cases=_templates)
+def is_the_template(adapter: Adapter, messages: Messages, rewrites_contents: bool = False) -> None:
     """The ids of a conversation are those of the tokenizer's own chat template, turn by turn.
 
     Silent because a model reads any text: with a turn missing, a header too many or the raw prompt instead of the
     template, the trainer scores completions under another context than the sampler's. Look for prompts that are encoded
-    without the template, for a generation prompt that is still there when a tool's turn follows, and for prefixes that are
-    cut off before they are final.
+    without the template, for a generation prompt that is still there when a tool's turn follows, for prefixes that are
+    cut off before they are final, and for code that writes roles and contents by itself where the template trims them or
+    writes thoughts in a form of its own.
     """
-    tokenizer = tiny_chat_tokenizer()
+    tokenizer = tiny_chat_tokenizer(rewrites_contents=rewrites_contents)
     (ids, _), expected = _render(adapter, messages, tokenizer), _template(messages, tokenizer)
     assert_equal(_to_last_end(ids), expected, "the ids are not those of the chat template")
     line_break = tokenizer.encode("\n", add_special_tokens=False)
@@ -206,6 +219,9 @@ def _histories() -> Iterator[Case]:
     yield _case(QUESTION, _sampled("four"), sure, ANSWER)  # the same text, of which more was sampled
     yield _case(QUESTION, yes, sure, _history("yes"), _user("really?"), yes)
     yield _case(QUESTION, _history("yes"))
+    tool = {"role": "tool", "content": "42 rows"}
+    yield _case(QUESTION, _history("yes"), tool, ANSWER)  # of one round, whose first turn another rollout sampled
+    yield _case(QUESTION, _history("yes"), tool, _history("yes"), tool, _user("sure?"), ANSWER)
     yield from _merged_tool_answers()
 
 

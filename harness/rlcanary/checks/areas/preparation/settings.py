@@ -67,11 +67,11 @@ def written_is_used(adapter: Adapter) -> None:
 
 @check("settings.other_settings_stay", needs=NEEDS)
 def other_settings_stay(adapter: Adapter) -> None:
-    """Writing one setting leaves the others at their defaults, but for those that are derived from it, which follow.
+    """Writing one setting leaves the others as they were, but for those that are derived from it, which follow.
 
-    Silent because each setting is right when it is written, and the default of another has changed with it: a nested group
-    that is replaced as a whole, or an evaluation that keeps a limit of its own where it is declared to take the
-    training's. Look for `update` on nested dictionaries, and at which defaults are computed and when.
+    Silent because each setting is right when it is written, and another has changed with it: a nested group that is replaced
+    as a whole and loses what it takes from another, or an evaluation that keeps a limit of its own where it is declared to
+    take the training's. Look for `update` on nested dictionaries, and at which defaults are computed and when.
     """
     settings, defaults = _listed(adapter), _used(adapter, {})
     for written in settings:
@@ -86,6 +86,24 @@ def other_settings_stay(adapter: Adapter) -> None:
         told = f"settings that are derived from {written.name} have the same default with each of {written.values}"
         has_changed = any(_plain(value) != defaults[written.name] for value in written.values)
         assert_equal(sorted(users - followed) if has_changed else [], [], told, quantity=f"derived from {written.name}")
+    for written in settings:
+        if written.values and any(written.name in setting.derived_from for setting in settings):
+            _assert_derived_stay(adapter, settings, {written.name: written.values[0]})
+
+
+def _assert_derived_stay(adapter: Adapter, settings: list[Setting], source: dict[str, Any]) -> None:
+    """Compare what is derived from a setting that is written with what it is where one more is written beside it."""
+    before = _used(adapter, source)
+    for other in settings:
+        for value in other.values[:1] if other.name not in source else ():
+            after = unless_raised(_used, adapter, {**source, other.name: value}) or before
+            users = {setting.name for setting in settings if other.name in setting.derived_from}
+            moved = {name for name, was in before.items() if after[name] != was} - users - {other.name}
+            told = (
+                f"with {source} written, {other.name}={value!r} beside it changes settings that are not derived from it"
+            )
+            with soft():
+                assert_equal(sorted(moved), [], told, quantity=f"others than {other.name}, beside another")
 
 
 @check("settings.value_as_text", needs=NEEDS)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, get_args
 
 from torch import Generator
@@ -57,6 +58,10 @@ def _rollouts(conventions: Conventions) -> Iterator[Case]:
     around = [conventions.pass_threshold + distance for distance in (-0.25, 0.25, -0.5, 0.5)]
     yield Case("around the threshold", batch=batch_of(group(around, [2, 3, 4, 5])))
     yield Case("negative rewards", batch=batch_of(group([-1.0, -0.5, -2.0]), group([-0.25, -3.0])))
+    empty = Completion([], finish_reason="length", text="")
+    for told, given in (("one of a group", [empty, *completions[1:]]), ("a whole group", [empty] * 3)):
+        nothing = Group([12], given, [0.0, 1.0, 0.5], dataset="math")
+        yield Case(f"completions of no token, {told}", batch=batch_of(nothing, group([1.0, 0.0])), may_be_refused=True)
     yield Case("70 groups", batch=batch_of(*(group([number / 8, 0.0], [1 + number, 2]) for number in range(70))))
 
 
@@ -83,16 +88,18 @@ def _drawn(rng: Generator, size: int) -> Case:
     alternatives=_other_definitions,
     draws=_drawn,
 )
-def recomputed(adapter: Adapter, batch: RolloutBatch) -> None:
+def recomputed(adapter: Adapter, batch: RolloutBatch, may_be_refused: bool = False) -> None:
     """The logged rewards, lengths, shares of ends and of groups, and staleness are those of these rollouts.
 
     Silent because a share of truncated completions that is off by a half decides on a length limit, and nobody counts
     again. Look for lengths that count padding or tool tokens, for completions of the greatest length that count as
-    truncated though they stopped, for means of group means over groups of unequal size, and for a spread with another
-    ddof than the declared one.
+    truncated though they stopped, for completions of no token that are not counted, for means of group means over groups
+    of unequal size, and for a spread with another ddof than the declared one.
     """
     expected = reporting.rollout_metrics(batch, adapter.conventions)
-    assert_metrics(adapter.rollout_metrics(batch, 1), expected, "computed again from the rollouts")
+    compute = partial(unless_raised, adapter.rollout_metrics) if may_be_refused else adapter.rollout_metrics
+    if (logged := compute(batch, 1)) is not None:
+        assert_metrics(logged, expected, "computed again from the rollouts")
 
 
 def _on_ranks() -> Iterator[Case]:

@@ -30,6 +30,8 @@ def _interruptions() -> Iterator[Case]:
     for told, text, finish_reason in (
         ("that ends", "abcdefg", "stop"),
         ("at the limit", "abcdefghijklmnopqrst", "length"),
+        ("that ends a token behind the limit", "abcdefghijk", "stop"),
+        ("that ends behind the limit", "abcdefghijklm", "stop"),
     ):
         for pieces in ([5], [2, 3], [0, 4], [1, 1, 1, 1, 1, 1]):
             yield Case(told, f"after {pieces} tokens", item=_item(text, finish_reason), pieces=pieces)

@@ -89,6 +89,7 @@ def _batches_and_older_policies(conventions: Conventions) -> Iterator[Case]:
     # A run may watch a KL that it does not train.
     for changes in ({"kl_coef": 0.0}, *({"kl_coef": 0.3, "kl_placement": place} for place in get_args(KlPlacement))):
         yield Case("a reference model", changes, changes=changes, groups=GROUPS, has_reference=True)
+    yield Case("tool tokens, a reference model", changes={"kl_coef": 0.3}, groups=TOOLS, has_reference=True)
 
 
 def _drawn(rng: Generator, size: int) -> Case:

@@ -4,10 +4,12 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
 from rlcanary import reference
+from rlcanary.checks.areas.objective.split import NAMES
 from rlcanary.checks.asserts import NothingToCompare, assert_equal, assert_true, soft
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
@@ -247,6 +249,32 @@ def rollouts_are_separate(adapter: Adapter, model: Any) -> None:
             expected = frozen.clipped(frozen.gradients(update.model, rows))
             told = f"update {number} on a second rollout has another gradient than declared"
             assert_gradients(update.gradients, expected, update.model, told)
+
+
+def _once() -> Iterator[Case]:
+    yield Case("one update", changes=ONCE)
+
+
+@check("rl_step.metrics_are_separate", needs=NEEDS, severity="dashboard", cases=_once)
+def metrics_are_separate(adapter: Adapter, model: Any) -> None:
+    """The metrics logged for a second rollout batch are those of its own completions.
+
+    Silent because a mean over all rollouts so far moves as the metric does, only less and later. Look for lists of values
+    that are averaged for the log and never emptied, or emptied by evaluations alone.
+    """
+    first = with_logprobs(model, adapter.conventions, rollout_groups())
+    given = [replace(each, rewards=[2 * reward + 1 for reward in each.rewards]) for each in others(rollout_groups())]
+    second = with_logprobs(model, adapter.conventions, given)
+    alone, step = RlStep(adapter, model, STILL), RlStep(adapter, model, STILL)
+    alone.take(adapter, second)
+    for groups in (first, second):
+        step.take(adapter, groups)
+    for name in sorted({*NAMES, "grad_norm", "loss", "reward"} & alone.metrics.keys()):
+        got, expected = (each.metrics.get(name, math.nan) for each in (step, alone))
+        told = f"the metric {name} of a second rollout is {got:.6g}, without the first one before it {expected:.6g}"
+        with soft():
+            is_same = math.isclose(got, expected, rel_tol=1e-3, abs_tol=1e-4) or math.isnan(expected)
+            assert_true(is_same, told, quantity=f"metric {name}", magnitude=abs(got - expected))
 
 
 def _schedules(conventions: Conventions) -> Iterator[Case]:

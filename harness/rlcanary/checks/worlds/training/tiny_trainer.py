@@ -35,12 +35,12 @@ UNEVEN = [
     Group([5, 6, 7][:size], [Completion([8 + row, 9, 2][: 1 + row % 3]) for row in range(size)], rewards)
     for size, rewards in ((3, [1.0, 0.0, 0.5]), (5, [0.0, 1.0, 0.0, 0.25, 1.0]), (2, [0.0, 2.0]))
 ]
-# Tokens of a tool within a completion and at its start, and a completion of nothing else.
+# Tokens of a tool behind the end of a turn and at the start of a completion, and a completion of nothing else.
 TOOLS = [
     Group(
         [5, 6, 7],
         [
-            Completion([8, 9, 30, 31, 10, 2], sampled=[True, True, False, False, True, True]),
+            Completion([8, 2, 30, 31, 10, 2], sampled=[True, True, False, False, True, True]),
             Completion([11, 12], sampled=[False, True]),
             Completion([13, 14, 15], sampled=[False, False, False]),
         ],
