@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib import metadata
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -21,6 +22,8 @@ from packaging.version import Version
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.errors import UserError
 from rlcanary.system.git import GitError, git
+
+_metadata = cache(metadata.metadata)
 
 
 @contextmanager
@@ -103,15 +106,24 @@ def forget(package: str) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence a framework's warnings, log messages and progress bars, which would clutter the report."""
-    level = logging.root.manager.disable
-    is_loud = level < logging.WARNING
-    if is_loud:  # to change the level clears the caches of all loggers
-        logging.disable(logging.WARNING)
+    """Silence a framework's warnings, log messages and progress bars, which would clutter the report.
+
+    Inside, the metadata of a package are read once: accelerate reads those of peft several times in each step.
+    """
+    handle, read = logging.Logger.callHandlers, metadata.metadata
+    is_loud = read is not _metadata
+
+    def handle_errors(logger: logging.Logger, record: logging.LogRecord) -> None:
+        if record.levelno > logging.WARNING:
+            handle(logger, record)
+
     bars = sys.modules.get("transformers.utils.logging")
     had_bars = bars is not None and bars.is_progress_bar_enabled()
     if bars and had_bars:
         bars.disable_progress_bar()
+    if is_loud:  # `logging.disable` would clear the caches of all loggers, which takes a millisecond
+        logging.Logger.callHandlers = handle_errors  # type: ignore[assignment, method-assign]
+        metadata.metadata = _metadata
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -120,7 +132,8 @@ def quiet() -> Iterator[None]:
         if bars and had_bars:
             bars.enable_progress_bar()
         if is_loud:
-            logging.disable(level)
+            logging.Logger.callHandlers = handle  # type: ignore[method-assign]
+            metadata.metadata = read
 
 
 def is_found(package: str) -> bool:

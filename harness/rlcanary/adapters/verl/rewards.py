@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from rlcanary.adapters.verl.workers.agents import numbered, scored
@@ -37,17 +38,10 @@ def shaped_rewards(rewards_B: Tensor, lengths: Lengths, overlong_buffer: Mapping
         NotProvided: the overlong buffer is switched off, as it is by default.
     """
     import torch
-    from omegaconf import open_dict
     from verl import DataProto
 
     if not overlong_buffer:
         raise NotProvided("the reward manager's overlong buffer is switched off")
-    config = new_config(reward={"custom_reward_function.path": "given", "reward_manager.name": "dapo"})
-    with open_dict(config.reward):
-        config.reward.reward_kwargs = {
-            "max_resp_len": lengths.max_new_tokens,
-            "overlong_buffer_cfg": {"enable": True, "log": False, **overlong_buffer},
-        }
     n_rows = len(rewards_B)
     is_prompt_BP = torch.arange(lengths.max_prompt_tokens) >= lengths.max_prompt_tokens - lengths.prompts.unsqueeze(1)
     is_response_BT = torch.arange(lengths.max_new_tokens) < lengths.completions.unsqueeze(1)
@@ -60,6 +54,17 @@ def shaped_rewards(rewards_B: Tensor, lengths: Lengths, overlong_buffer: Mapping
         DataProto.from_dict(tensors=tensors, non_tensors=numbered(n_rows)),
         lambda *_, **__: "",
         lambda ground_truth, **_: float(rewards_B[ground_truth]),
-        config,
+        _shaping_config(lengths.max_new_tokens, tuple(overlong_buffer.items())),
     )
     return torch.tensor([float(each) for each in rewards])
+
+
+@lru_cache(maxsize=16)
+def _shaping_config(max_new_tokens: int, overlong_buffer: tuple[tuple[str, Any], ...]) -> Any:
+    from omegaconf import open_dict
+
+    config = new_config(reward={"custom_reward_function.path": "given", "reward_manager.name": "dapo"})
+    buffer = {"enable": True, "log": False, **dict(overlong_buffer)}
+    with open_dict(config.reward):
+        config.reward.reward_kwargs = {"max_resp_len": max_new_tokens, "overlong_buffer_cfg": buffer}
+    return config

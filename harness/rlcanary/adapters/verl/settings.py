@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rlcanary.adapters.frameworks import quiet
 from rlcanary.adapters.verl.syncing import Syncing
 from rlcanary.adapters.verl.workers.engine import new_engine
-from rlcanary.adapters.verl.workers.run_config import composed, copied
+from rlcanary.adapters.verl.workers.run_config import default_config
 
 if TYPE_CHECKING:
     from rlcanary.contract.records.preparation import Setting
@@ -38,7 +38,7 @@ class Settings(Syncing):
         from omegaconf import OmegaConf
         from verl.utils.config import omega_conf_to_dataclass
 
-        config = copied(composed())
+        config = default_config()
         # Without one of these a run is refused.
         for name, value in {f"{ROLLOUT}.name": "vllm", f"{ACTOR}.ppo_micro_batch_size_per_gpu": 1, **written}.items():
             OmegaConf.update(config, name, value, merge=False)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -163,6 +164,7 @@ def tensordict(tensors: dict[str, Tensor], **others: Any) -> Any:
     return tensordict_utils.get_tensordict(tensors, others)
 
 
+@cache
 def keeps_padding() -> bool:
     """Tell whether verl's losses take responses with their padding and its mask, as older ones do that add none."""
     from verl.workers.utils.losses import ppo_loss
