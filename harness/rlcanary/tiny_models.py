@@ -268,6 +268,24 @@ def tiny_gemma2(seed: int = 0) -> Any:
     return _seeded(Gemma2ForCausalLM, Gemma2Config(**sizes, final_logit_softcapping=4.0), seed)
 
 
+def tiny_gemma4(seed: int = 0) -> Any:
+    """A float32 Gemma 4 of two layers with random weights, built as a vision-language model that has no vision.
+
+    Its configuration holds that of the language model, with the vocabulary, the sizes and the bend of the logits to within
+    ±4, and its parameters stand behind `model.language_model`.
+
+    Raises:
+        ImportError: transformers is not installed, or has no Gemma 4.
+    """
+    from transformers import Gemma4Config, Gemma4ForConditionalGeneration, Gemma4TextConfig
+
+    sizes = _sizes() | {"head_dim": 8, "global_head_dim": 8, "hidden_size_per_layer_input": 0}
+    sizes["layer_types"] = ["full_attention", "full_attention"]
+    text_config = Gemma4TextConfig(**sizes, final_logit_softcapping=4.0)
+    config = Gemma4Config(text_config=text_config, vision_config=None, audio_config=None)
+    return _seeded(Gemma4ForConditionalGeneration, config, seed)
+
+
 def tiny_granite(seed: int = 0) -> Any:
     """A float32 Granite of two layers with random weights, which divides its logits by 4.
 

@@ -189,3 +189,19 @@ class VocabularyFilledUp(Bug):
             return super().completion_logprobs(model, batch, temperature)
         finally:
             hook.remove()
+
+
+class CapOfTheOuterConfig(Bug):
+    id = "prime-rl.cap-of-the-outer-config"
+    source = "prime-rl, #2844"
+    effect = "the cap of the logits is looked up in the outer configuration, where a vision-language model has none"
+
+    def completion_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
+        text_config = model.config.get_text_config()
+        if text_config is model.config or not (cap := getattr(text_config, "final_logit_softcapping", None)):
+            return super().completion_logprobs(model, batch, temperature)
+        text_config.final_logit_softcapping = None
+        try:
+            return super().completion_logprobs(model, batch, temperature)
+        finally:
+            text_config.final_logit_softcapping = cap

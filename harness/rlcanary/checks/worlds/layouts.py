@@ -62,6 +62,7 @@ LAYOUTS = (
     Layout(tensor_parallel=2),
     Layout(pipeline_parallel=2, micro_batches=2),
     Layout(micro_batches=2),
+    Layout(data_parallel=2, micro_batches=2),
     ALL_AT_ONCE,
 )
 

@@ -67,6 +67,11 @@ def scaled_logits() -> Any:
     return _copy_of(tiny_models.tiny_granite)
 
 
+def composite() -> Any:
+    """Gemma 4: its configuration holds another one, of the language model, which has the cap of the logits and all sizes."""
+    return _copy_of(tiny_models.tiny_gemma4)
+
+
 def convolution() -> Any:
     """LFM2: a causal convolution over the last three positions, then a layer with attention."""
     return _copy_of(tiny_models.tiny_lfm2)
@@ -133,6 +138,7 @@ WORLDS: dict[str, Callable[[], Any]] = {
         router,
         capped_logits,
         scaled_logits,
+        composite,
         convolution,
         lora,
         part_frozen,
@@ -187,6 +193,8 @@ def _copy_of(make: Callable[..., Any], **options: Any) -> Any:
         return copied(_built(make, **options))
     except ModuleNotFoundError as error:
         raise NotProvided(f"{error.name} is not installed") from error
+    except ImportError as error:
+        raise NotProvided(f"the installed {error.name} has no such model") from error
 
 
 @cache

@@ -42,7 +42,7 @@ MANY = [
 ]
 
 # Models that do more behind their output layer than a product of hidden states and weights.
-HEADS = ("capped_logits", "scaled_logits")
+HEADS = ("capped_logits", "scaled_logits", "composite")
 
 
 def _groups() -> Iterator[Case]:
