@@ -7,12 +7,13 @@ PYTHON312 ?= $(shell for python in python3.12 $(HOME)/.pyenv/versions/3.12*/bin/
 	"$$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null && echo "$$python" && break; done)
 BIN312 := .venv312/bin
 
-.PHONY: help venv venv312 demo test test312 styles releases lint bench curve docs release clean
+.PHONY: help venv venv312 demo test test312 nightly styles releases lint bench curve docs release clean
 
 help:
 	@echo "make demo    from a planted silent bug to the commit that planted it, in about two minutes"
 	@echo "make test    the whole test suite"
 	@echo "make test312 the tests of test selection under Python 3.12, in an environment without torch"
+	@echo "make nightly what need not run with each change: all below, every check of the museum, more variants"
 	@echo "make styles  the correct trainers of the tests under 20 seeds, which accuse nobody"
 	@echo "make releases two or more older releases of TRL, verl and torchrl each, installed into temporary folders, in some eight minutes of CPU time"
 	@echo "make lint    ruff, mypy, import rules, shellcheck"
@@ -63,6 +64,11 @@ endif
 
 styles: venv
 	@RLCANARY_STYLE_SEEDS=20 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/unit/checks/styles/test_styles.py tests/unit/checks/styles/test_state_styles.py
+
+# What need not run with each change: every check that catches a bug of the museum, older releases, more variants and seeds.
+nightly: venv styles
+	@RLCANARY_MUSEUM=all OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/unit/bugs/test_museum.py
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --nightly -m nightly tests
 
 releases: venv
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --nightly tests/nightly/test_older_releases.py

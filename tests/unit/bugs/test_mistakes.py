@@ -3,10 +3,11 @@
 from collections import Counter
 
 import pytest
+from first_failure import first_failure
 
 from rlcanary.bugs.mistakes import MISTAKES
 from rlcanary.bugs.mistakes.planting import Mistaken, reached_by
-from rlcanary.checks import all_checks, run_check
+from rlcanary.checks import all_checks
 from rlcanary.contract.presets import GRPO
 
 TELLING = GRPO.replace(
@@ -33,7 +34,7 @@ def test_each_known_mistake_gives_wrong_numbers_and_no_error_of_its_own(words: s
         adapter = Mistaken(conventions, patches)
         for check in sorted(all_checks(), key=lambda check: (check.needs[0] not in reached, -CAUGHT[check.id])):
             if reached & set(check.needs):
-                result = run_check(check, adapter, "reference")
+                result = first_failure(check, adapter, "reference")
                 assert result.status != "error", result.message
                 if result.status == "fail":
                     CAUGHT[check.id] += 1

@@ -69,7 +69,9 @@ def test_correct_trainer_is_never_accused(trainer: type[ReferenceAdapter]) -> No
 
 def test_declared_dropout_and_sampled_evaluation_are_not_held_against_a_trainer() -> None:
     trainer = ReferenceAdapter(GRPO.replace(training_dropout=True, evaluation_temperature=0.7))
-    results = {check_id: run_check(check, trainer, "reference") for check_id, check in CHECKS.items()}
+    # On one model, as above.
+    on_one_model = {check_id: replace(check, worlds=()) for check_id, check in CHECKS.items()}
+    results = {check_id: run_check(check, trainer, "reference") for check_id, check in on_one_model.items()}
     assert {result.id for result in results.values() if result.status != "pass"} == {
         "step.dropout_is_off",
         "evaluation.repeatable",

@@ -39,7 +39,7 @@ def test_right_code_passes(tmp_path):
         "advantage.",
         "loss.",
         "forward.scores_each_token_at_its_place",
-        "step.off_policy_gradient",
+        "step.direction",
         "metrics.recomputed",
         "sync.every_parameter",
     )
@@ -48,7 +48,7 @@ def test_right_code_passes(tmp_path):
 
 
 def test_the_bundled_trainer_makes_no_tensor_elsewhere(tmp_path):
-    judged = verdicts(tmp_path, "GrpoOnTheDevice", "step.off_policy_gradient", "metrics.recomputed")
+    judged = verdicts(tmp_path, "GrpoOnTheDevice", "step.direction", "metrics.recomputed")
     assert [each["status"] for each in judged.values()] == ["pass", "pass"]
 
 
