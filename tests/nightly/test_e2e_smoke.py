@@ -132,6 +132,7 @@ def test_a_sync_that_loses_a_tensor_fails_and_a_whole_one_repairs_the_engine(
     assert mult_prob_error(model, samplers, LONG, 1.0) <= LIMIT
 
 
+@pytest.mark.nightly
 def test_an_engine_that_is_killed_ends_the_run_with_a_clear_error_and_resuming_gives_the_same_numbers(
     tmp_path: Path,
 ) -> None:

@@ -42,6 +42,7 @@ def engine_cores() -> list[psutil.Process]:
     return [each for each in descendants if is_engine_core(each.pid) and each.ppid() in actors]
 
 
+@pytest.mark.nightly
 def test_an_engine_that_is_killed_in_its_actor_while_it_samples_ahead_ends_the_run(tmp_path: Path) -> None:
     killed: list[psutil.Process] = []
 

@@ -45,9 +45,7 @@ OPTIONS = {
         {"objective": "sapo", "aggregation": "sequence_mean", "sapo_temperature_negative": 0.5},
         {"off_policy_mask": 0.05},
     ],
-    "verl": [
-        {},
-        {"aggregation": "sequence_mean"},
+    "verl": [  # what it does by default is in tests/integration/test_released_frameworks.py
         {"aggregation": "sequence_sum"},
         {"aggregation": "constant", "aggregation_constant": 7.0},
         {"objective": "cispo"},
