@@ -217,3 +217,14 @@ def test_models_of_a_world_are_equal_and_apart(name: str) -> None:
     first, second = models.WORLDS[name](), models.WORLDS[name]()
     pairs = list(zip(first.parameters(), second.parameters(), strict=True))
     assert all(one is not other and torch.equal(one, other) for one, other in pairs)
+
+
+def test_model_that_the_installed_transformers_lacks_is_declined(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_a_later_release() -> Any:
+        from transformers import ModelOfALaterRelease
+
+        return ModelOfALaterRelease()
+
+    monkeypatch.setattr(models.tiny_models, "tiny_gemma4", of_a_later_release)
+    with pytest.raises(NotProvided, match="the installed transformers has no such model"):
+        models.composite()
