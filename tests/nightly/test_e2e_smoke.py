@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from multiprocessing import resource_tracker
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -146,6 +147,7 @@ def test_an_engine_that_is_killed_ends_the_run_with_a_clear_error_and_resuming_g
 
     folder, steps = tmp_path / "run", 60
     plan = the_plan(folder, steps, run__checkpoint_every=20)
+    resource_tracker.ensure_running()  # Python's own, which vLLM would start, and which stays
     before = processes.children()
 
     def kill_the_engine(step: int, metrics: Any) -> None:
