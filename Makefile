@@ -13,7 +13,7 @@ help:
 	@echo "make demo    from a planted silent bug to the commit that planted it, in about two minutes"
 	@echo "make test    the whole test suite"
 	@echo "make test312 the tests of test selection under Python 3.12, in an environment without torch"
-	@echo "make nightly what need not run with each change: all below, every check of the museum, more variants"
+	@echo "make nightly what need not run with each change: styles, releases, every check of the museum, tests marked nightly"
 	@echo "make styles  the correct trainers of the tests under 20 seeds, which accuse nobody"
 	@echo "make releases two or more older releases of TRL, verl and torchrl each, installed into temporary folders, in some eight minutes of CPU time"
 	@echo "make lint    ruff, mypy, import rules, shellcheck"

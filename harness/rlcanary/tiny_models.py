@@ -280,8 +280,8 @@ def tiny_gemma4(seed: int = 0) -> Any:
     from transformers import Gemma4Config, Gemma4ForConditionalGeneration, Gemma4TextConfig
 
     sizes = _sizes() | {"head_dim": 8, "global_head_dim": 8, "hidden_size_per_layer_input": 0}
-    sizes["layer_types"] = ["full_attention", "full_attention"]
-    text_config = Gemma4TextConfig(**sizes, final_logit_softcapping=4.0)
+    layers = ["full_attention"] * sizes["num_hidden_layers"]
+    text_config = Gemma4TextConfig(**sizes, layer_types=layers, final_logit_softcapping=4.0)
     config = Gemma4Config(text_config=text_config, vision_config=None, audio_config=None)
     return _seeded(Gemma4ForConditionalGeneration, config, seed)
 

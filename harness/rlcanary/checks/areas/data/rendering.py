@@ -86,10 +86,8 @@ def _templates() -> Iterator[Case]:
     yield from _conversations()
     blanks = [{**SYSTEM, "content": " be brief\n"}, _user("  2+2?\n"), _history(" four\n"), _user("sure?\n"), ANSWER]
     yield Case("a template that trims", messages=blanks, rewrites_contents=True)
-    for thoughts in (
-        "<think>\nx\n</think>\n\nfour",
-        "x\n</think>\n\nfour",
-    ):  # of the second, the prompt had the opening
+    # The opening of the second one stood in its prompt.
+    for thoughts in ("<think>\nx\n</think>\n\nfour", "x\n</think>\n\nfour"):
         messages = [QUESTION, _history(thoughts), _user("sure?"), ANSWER]
         yield Case("a template that writes thoughts anew", messages=messages, rewrites_contents=True)
 
